@@ -85,6 +85,7 @@ tested() {
 gate() {
     step "cargo fmt" formatted
     step "cargo clippy" limited cargo clippy --locked --workspace --all-targets -- -D warnings
+    step "cargo check, loom and mutants" configurations
     step "cargo doc" documented --workspace
     step "cargo test" everything
     step "main job, 50 steps, against --single" main_job
@@ -94,6 +95,31 @@ formatted() {
     cargo fmt --all --check || return
     # A workspace of its own.
     cargo fmt --manifest-path fuzz/Cargo.toml --check
+}
+
+# with_cfg CFG ARGUMENT COMMAND...: runs cargo with `--cfg CFG` in each compilation of this workspace that has
+# the ARGUMENT. Dependencies are not built again.
+with_cfg() {
+    local cfg=$1 argument=$2 wrapper=$PWD/target/with-cfg/$1
+    shift 2
+    mkdir -p target/with-cfg
+    cat >"$wrapper" <<EOF
+#!/bin/sh
+case " \$* " in
+    *" $argument "*) exec "\$@" --cfg $cfg ;;
+    *) exec "\$@" ;;
+esac
+EOF
+    chmod +x "$wrapper"
+    RUSTC_WORKSPACE_WRAPPER=$wrapper "$@"
+}
+
+# Whether the configurations compile whose tests only tests/nightly runs.
+configurations() {
+    with_cfg tensorwire_loom --test \
+        limited cargo check --locked --package tensorwire --lib --profile test || return
+    with_cfg tensorwire_mutants --crate-name \
+        limited cargo check --locked --package tensorwire --lib --test simulation --profile test
 }
 
 documented() {

@@ -56,7 +56,7 @@ mod tests {
             (0..100).filter_map(|_| limit.line_at(Duration::from_secs(seconds))).collect()
         };
         assert_eq!(lines(0), [0; 16]);
-        assert_eq!(lines(9), []);
+        assert_eq!(lines(9), [0; 0]);
         assert_eq!(lines(10)[..], [&[84 + 100][..], &[0; 15]].concat());
         assert_eq!(lines(1000)[..], [&[84][..], &[0; 15]].concat());
     }

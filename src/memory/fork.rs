@@ -167,7 +167,7 @@ fn make_private(MappingEntry { base, len, file }: MappingEntry) {
     }
 }
 
-#[cfg(all(test, not(tensorwire_loom)))]
+#[cfg(test)]
 pub(crate) mod tests {
     use super::*;
     use crate::memory::{PagePolicy, Pool, PoolError, PoolOptions, Region, RegionOptions};

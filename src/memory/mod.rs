@@ -54,7 +54,7 @@ pub(crate) mod tests;
 pub(crate) use copy::{append, copy, copy_from};
 pub use foreign::observers::{ForeignMemoryObserver, WeakOwner, observe_foreign_memory};
 pub use foreign::{ForeignError, ForeignLocation, ForeignMemory, ForeignRegistration, HeldOwner, Owner};
-#[cfg(all(test, not(tensorwire_loom)))]
+#[cfg(test)]
 pub(crate) use fork::tests::in_a_child;
 pub use fork::{ForkGuard, SharedMapping};
 pub use loan::{GiveBack, Lender, LenderPart, LentBytes, LentError};

@@ -261,7 +261,7 @@ mod tests {
         arrivals.immediate(LINK, immediate(1), 5, FIRST, &mut out);
         arrivals.immediate(LINK, immediate(2), 5, PartSet(0b101), &mut out);
         arrivals.landed(LINK, 1, &mut out);
-        assert_eq!(told(&mut out), [], "the second write waits behind the first");
+        assert_eq!(told(&mut out), [0; 0], "the second write waits behind the first");
         arrivals.landed(LINK, 0, &mut out);
         assert_eq!(told(&mut out), [1, 2]);
         assert!(arrivals.is_complete());

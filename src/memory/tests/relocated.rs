@@ -2,7 +2,7 @@
 
 use super::{bytes, region};
 use crate::memory::region::peer::map_over;
-use crate::memory::{PeerRegion, PeerRegionError, Pool, PoolOptions};
+use crate::memory::{PeerRegion, PeerRegionError, Pool, PoolOptions, in_a_child};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use rustix::mm::munmap;
@@ -137,7 +137,6 @@ fn a_failed_replacement_leaves_the_old_mapping() {
 }
 
 #[test]
-#[cfg(not(tensorwire_loom))]
 fn a_removed_old_mapping_is_filled_with_the_new_one() {
     unsafe fn unmap(base: *mut c_void, len: usize, _: &OwnedFd) -> Result<(), Errno> {
         // SAFETY: the region's mapping, which nobody reads before there is another.
@@ -146,7 +145,7 @@ fn a_removed_old_mapping_is_filled_with_the_new_one() {
     }
     let region = dead_peer_region();
     // In a process of one thread, where no other mapping can appear there.
-    let is_filled = crate::memory::fork::tests::in_a_child(|| {
+    let is_filled = in_a_child(|| {
         // SAFETY: as above.
         unsafe { region.relocate_with(&PARTS, &rich, unmap) }.expect("room the second time");
         mapping(&region).0.starts_with("memfd:tensorwire-relocated")

@@ -245,7 +245,7 @@ mod loom_tests {
             let newcomer = thread::spawn(move || {
                 enter(&newcomer, 1).put_bare(TensorHeader::empty());
             });
-            drop(magazines.cached());
+            let _ = magazines.cached();
             let collected = collect(&magazines);
             newcomer.join().expect("no panic");
             assert_eq!((collected, magazines.live()), (0, 1));
