@@ -295,7 +295,7 @@ impl Matching {
             peers: members.all().iter().map(no_link).collect(),
             steps: EndedSteps::default(),
             untold: UntoldSteps::default(),
-            waiting: Slab::default(),
+            waiting: Slab::with_capacity(CALLS),
             calls: HashMap::with_capacity_and_hasher(CALLS, Default::default()),
             max_waiting,
             outstanding,

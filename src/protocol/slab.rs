@@ -20,6 +20,11 @@ impl<T> Default for Slab<T> {
 }
 
 impl<T> Slab<T> {
+    /// No entries, and memory for so many.
+    pub fn with_capacity(capacity: usize) -> Self {
+        Slab { entries: Vec::with_capacity(capacity), free: Vec::with_capacity(capacity) }
+    }
+
     /// Adds an entry. Returns its number.
     #[inline(always)] // else the entry is copied
     pub fn add(&mut self, entry: T) -> u32 {
@@ -30,8 +35,18 @@ impl<T> Slab<T> {
                 return number;
             }
         }
+        if self.entries.len() == self.entries.capacity() {
+            self.grow();
+        }
         self.entries.push(Some(entry));
         (self.entries.len() - 1) as u32
+    }
+
+    /// Makes room for more entries. All of them may become vacant without an allocation.
+    #[cold]
+    fn grow(&mut self) {
+        self.entries.reserve(1);
+        self.free.reserve(self.entries.capacity());
     }
 
     /// An entry.
@@ -118,6 +133,20 @@ mod tests {
             burst.iter().for_each(|number| slab.discard(*number));
             assert!(slab.numbers() as usize <= FEW, "{} places", slab.numbers());
             assert_eq!(slab.iter().collect::<Vec<_>>(), [(first, &0)]);
+        }
+    }
+
+    #[test]
+    fn entries_within_the_capacity_and_removals_allocate_nothing() {
+        for capacity in [0, 100] {
+            let mut slab = Slab::with_capacity(capacity);
+            let room = |slab: &Slab<i32>| (slab.entries.capacity(), slab.free.capacity());
+            let before = room(&slab);
+            let numbers: Vec<_> = (0..100).map(|value| slab.add(value)).collect();
+            assert_eq!(room(&slab) == before, capacity == 100);
+            let before = room(&slab);
+            numbers.iter().for_each(|number| slab.discard(*number));
+            assert_eq!(room(&slab), before);
         }
     }
 
