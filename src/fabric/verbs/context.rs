@@ -167,14 +167,27 @@ impl DeviceContext {
         unsafe { BorrowedFd::borrow_raw((*self.as_ptr()).async_fd) }
     }
 
-    /// Whether the device was removed, and the kernel has ended all objects of this process on it.
-    /// `result` is that of a call that ends one. After a removal all such calls return EIO, unless
-    /// RDMAV_ALLOW_DISASSOC_DESTROY is set (`ibv_open_device(3)`).
-    #[cold]
-    pub fn has_ended_all(&self, result: c_int) -> bool {
-        if returned(result).raw_os_error() != Some(libc::EIO) {
-            return false;
+    /// Tells by the `result` of a call whether the call has ended an object of the device. To be
+    /// asked right after the call. After a removal all such calls return EIO, unless
+    /// RDMAV_ALLOW_DISASSOC_DESTROY is set (`ibv_open_device(3)`). The kernel has ended the objects
+    /// then.
+    ///
+    /// # Errors
+    /// The error of the call, if the object may still exist.
+    pub fn ended(&self, result: c_int) -> std::io::Result<()> {
+        if result == 0 {
+            return Ok(());
         }
+        let error = returned(result);
+        match error.raw_os_error() {
+            Some(libc::EIO) if self.is_removed() => Ok(()),
+            _ => Err(error),
+        }
+    }
+
+    /// Whether the device was removed, and the kernel has ended all objects of this process on it.
+    #[cold]
+    fn is_removed(&self) -> bool {
         // The kernel ends the object that has the events last, and calls fail before that. An event
         // that was not taken hides that end.
         let mut events = [PollFd::from_borrowed_fd(self.async_fd(), PollFlags::empty())];
@@ -326,10 +339,7 @@ impl MemoryRegion {
         let context = &self.domain.context;
         // SAFETY: this registration, once.
         let result = unsafe { (context.library.dereg_mr)(handle.as_ptr()) };
-        if result == 0 || context.has_ended_all(result) {
-            return true;
-        }
-        let error = returned(result);
+        let Err(error) = context.ended(result) else { return true };
         tracing::error!(device = %context.name, %error, "a registration of memory can't be ended: both \
          stay");
         self.keep();

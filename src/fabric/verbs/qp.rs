@@ -280,12 +280,10 @@ impl QueuePair {
         // SAFETY: this queue pair, once; its asynchronous events are acknowledged as they are
         // taken.
         let result = unsafe { (self.domain.context.library.destroy_qp)(self.handle.as_ptr()) };
-        if result == 0 || self.domain.context.has_ended_all(result) {
-            return true;
-        }
+        let Err(error) = self.domain.context.ended(result) else { return true };
         // The queue pair still exists, and so must its resources.
         std::mem::forget((Arc::clone(&self.queue), Arc::clone(&self.domain)));
-        let (device, pair, error) = (self.domain.context.name.clone(), self.number, returned(result));
+        let (device, pair) = (self.domain.context.name.clone(), self.number);
         match self.stop() {
             Ok(()) => {
                 tracing::warn!(device, pair, %error, "a queue pair can't be destroyed: it stays, in \

@@ -14,7 +14,7 @@ use super::context::ProtectionDomain;
 use super::data_queue::DataQueue;
 use super::endpoint::random;
 use super::failure::{os, setting};
-use super::library::{made, returned};
+use super::library::made;
 use super::port::VerbsPort;
 use super::post_list::{AWAITED, OPCODE_BITS, RECEIVE, name};
 use super::sys::*;
@@ -83,10 +83,8 @@ impl MemoryWindow {
         let Some(handle) = self.handle.take() else { return true };
         // SAFETY: this window, once.
         let result = unsafe { ibv_dealloc_mw(handle.as_ptr()) };
-        if result == 0 || self.domain.context.has_ended_all(result) {
-            return true;
-        }
-        let (device, error) = (&self.domain.context.name, returned(result));
+        let Err(error) = self.domain.context.ended(result) else { return true };
+        let device = &self.domain.context.name;
         tracing::error!(device, %error, "a memory window can't be ended: it and its region stay");
         std::mem::forget(Arc::clone(&self.domain));
         false
