@@ -2,6 +2,7 @@
 
 use super::fifo::Fifo;
 use crate::link::TensorKey;
+use crate::protocol::StepCounts;
 use foldhash::HashMap;
 use foldhash::fast::RandomState;
 
@@ -16,6 +17,8 @@ const KEY_QUEUES: usize = 256;
 #[derive(Debug)]
 pub(crate) struct Table<V, W> {
     queues: HashMap<TensorKey, KeyQueue<V, W>>,
+    /// The queues of each step.
+    counts: StepCounts,
     next_number: u64,
 }
 
@@ -37,7 +40,7 @@ enum KeyQueue<V, W> {
 impl<V, W> Default for Table<V, W> {
     fn default() -> Self {
         let queues = HashMap::with_capacity_and_hasher(KEY_QUEUES, RandomState::default());
-        Table { queues, next_number: 0 }
+        Table { queues, counts: StepCounts::default(), next_number: 0 }
     }
 }
 
@@ -75,7 +78,7 @@ impl<V, W> Table<V, W> {
     fn put(&mut self, key: &TensorKey, value: Numbered<V>) -> OfferOutcome<V, W> {
         match self.queues.get_mut(key) {
             None => {
-                self.queues.insert(key.clone(), KeyQueue::Values(Fifo::one(value)));
+                self.insert(key, KeyQueue::Values(Fifo::one(value)));
                 OfferOutcome::Queued
             }
             Some(KeyQueue::Values(values)) => {
@@ -90,7 +93,7 @@ impl<V, W> Table<V, W> {
             Some(KeyQueue::Waiters(waiters)) => {
                 let waiter = waiters.pop();
                 if waiters.is_empty() {
-                    self.queues.remove(key);
+                    self.remove(key);
                 }
                 match waiter {
                     Some(waiter) => OfferOutcome::Matched(waiter, value),
@@ -105,7 +108,7 @@ impl<V, W> Table<V, W> {
     pub fn ask(&mut self, key: &TensorKey, waiter: W) -> AskOutcome<V, W> {
         match self.queues.get_mut(key) {
             None => {
-                self.queues.insert(key.clone(), KeyQueue::Waiters(Fifo::one(waiter)));
+                self.insert(key, KeyQueue::Waiters(Fifo::one(waiter)));
                 AskOutcome::Queued
             }
             Some(KeyQueue::Waiters(waiters)) => {
@@ -115,7 +118,7 @@ impl<V, W> Table<V, W> {
             Some(KeyQueue::Values(values)) => {
                 let value = values.pop();
                 if values.is_empty() {
-                    self.queues.remove(key);
+                    self.remove(key);
                 }
                 match value {
                     Some(value) => AskOutcome::Matched(waiter, value),
@@ -139,9 +142,19 @@ impl<V, W> Table<V, W> {
         let Some(KeyQueue::Waiters(waiters)) = self.queues.get_mut(key) else { return None };
         let waiter = waiters.remove(fits);
         if waiters.is_empty() {
-            self.queues.remove(key);
+            self.remove(key);
         }
         waiter
+    }
+
+    fn insert(&mut self, key: &TensorKey, queue: KeyQueue<V, W>) {
+        self.counts.add(key.step);
+        self.queues.insert(key.clone(), queue);
+    }
+
+    fn remove(&mut self, key: &TensorKey) {
+        self.counts.remove(key.step);
+        self.queues.remove(key);
     }
 
     /// Removes every waiter that `fits`, in the order of the keys, then of each key's queue.
@@ -151,10 +164,22 @@ impl<V, W> Table<V, W> {
             let KeyQueue::Waiters(waiters) = queue else { return true };
             let of_key = waiters.remove_all(|waiter| fits(key, waiter));
             removed.extend(of_key.into_iter().map(|waiter| (key.clone(), waiter)));
+            if waiters.is_empty() {
+                self.counts.remove(key.step);
+            }
             !waiters.is_empty()
         });
         removed.sort_by(|(a, _), (b, _)| a.cmp(b));
         removed
+    }
+
+    /// As [`Table::remove_steps`], for one step. Without values or waiters of the step no key is
+    /// looked at.
+    pub fn remove_step(&mut self, step: u64) -> (Vec<V>, Vec<(TensorKey, W)>) {
+        if self.counts.is_empty(step) {
+            return (Vec::new(), Vec::new());
+        }
+        self.remove_steps(|kept| kept == step)
     }
 
     /// Removes the values and waiters of the steps that `fits` selects. The order is the order of
@@ -164,6 +189,7 @@ impl<V, W> Table<V, W> {
         queues.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
         let (mut values, mut waiters) = (Vec::new(), Vec::new());
         for (key, queue) in queues {
+            self.counts.remove(key.step);
             match queue {
                 KeyQueue::Values(mut kept) => {
                     values.extend(std::iter::from_fn(|| kept.pop()).map(|kept| kept.value));
@@ -210,6 +236,7 @@ mod tests {
     use super::*;
     use crate::link::EdgeKey;
     use crate::wire::EdgeName;
+    use proptest::prelude::*;
     use std::hash::BuildHasher;
     use std::sync::Arc;
 
@@ -324,8 +351,9 @@ mod tests {
         table.offer(&key("a", 1), 2);
         table.ask(&key("b", 1), 'w');
         table.offer(&key("a", 2), 3);
-        let (values, waiters) = table.remove_steps(|step| step == 1);
+        let (values, waiters) = table.remove_step(1);
         assert_eq!((values, waiters.len()), (vec![1, 2], 1));
+        assert!(table.remove_step(1).0.is_empty());
         assert_eq!(table.ask(&key("a", 2), 'x'), given('x', 2, 3));
         assert!(table.is_empty());
     }
@@ -342,5 +370,31 @@ mod tests {
         assert_eq!(table.waiters().map(|(_, waiter)| *waiter).collect::<Vec<_>>(), ['a', 'c']);
         assert_eq!(table.remove_waiters(|_, _| true).len(), 2);
         assert!(table.is_empty());
+    }
+
+    proptest! {
+        #[test]
+        fn the_steps_with_values_or_waiters_are_known(
+            changes in prop::collection::vec((0..6_u8, 0..3_usize, 0..4_u64), 0..200),
+        ) {
+            let mut table = Table::default();
+            for (change, name, step) in changes {
+                // The counts of these steps share a place.
+                let key = key(["a", "b", "c"][name], step << 32);
+                match change {
+                    0 => drop(table.offer(&key, ())),
+                    1 => drop(table.ask(&key, ())),
+                    2 => drop(table.remove_waiter(&key, |()| true)),
+                    3 => drop(table.remove_waiters(|of, ()| of.step == key.step)),
+                    4 => {
+                        table.remove_step(key.step);
+                        prop_assert!(table.queues.keys().all(|left| left.step != key.step));
+                    }
+                    _ => drop(table.remove_steps(|of| of >= key.step)),
+                }
+                prop_assert!(table.queues.keys().all(|left| !table.counts.is_empty(left.step)));
+                prop_assert_eq!(table.counts.clone().take(&(0..=u64::MAX)), table.queues.len());
+            }
+        }
     }
 }

@@ -50,6 +50,7 @@ pub use out_edge::OutEdge;
 pub use out_edges::OutEdges;
 pub use over_steps::REMEMBERED_RANGES;
 pub use slab::Slab;
+pub use step_counts::StepCounts;
 
 /// The peer did something that the protocol does not allow. The link must end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

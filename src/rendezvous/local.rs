@@ -125,7 +125,7 @@ impl Local {
 
     /// Drops a step's values and fails its waiters.
     pub fn end_step(&mut self, step: u64, error: &Error) -> DeferredWakeups {
-        let (_, waiters) = self.table.remove_steps(|kept| kept == step);
+        let (_, waiters) = self.table.remove_step(step);
         self.ended(waiters.len());
         DeferredWakeups(waiters.into_iter().map(|(_, kept)| failed(kept.waiter, error)).collect())
     }
