@@ -114,7 +114,7 @@ EOF
     RUSTC_WORKSPACE_WRAPPER=$wrapper "$@"
 }
 
-# Whether the configurations compile whose tests only tests/nightly runs.
+# Whether the configurations of loom and of the mutants compile. Only tests/nightly runs their tests.
 configurations() {
     with_cfg tensorwire_loom --test \
         limited cargo check --locked --package tensorwire --lib --profile test || return

@@ -1,4 +1,5 @@
-//! What is counted: sends and receives of 8 bytes between two nodes of this process.
+//! What is counted: sends and receives between two nodes of this process, of 8 bytes unless the
+//! name says otherwise.
 
 use crate::trace::{Executed, install, traced};
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -206,9 +207,9 @@ fn into_given(pair: &Pair) -> Samples {
     receives
 }
 
-/// As [`value_first`], of a tensor that is lent, and the drop that gives it back.
+/// As [`value_first`], of 64 KiB that are lent, and the drop that gives them back.
 fn borrowed() -> [Samples; 3] {
-    let names = ["borrowed, send", "borrowed, receive", "borrowed, drop"];
+    let names = ["borrowed 64 KiB, send", "borrowed 64 KiB, receive", "borrowed 64 KiB, drop"];
     let [mut sends, mut receives, mut drops] = names.map(|name| Samples::new(name, 1));
     let pair = Pair::with(&[("poll", "inline"), ("wait", "spin"), ("bulk_receive", "borrow")]);
     let (out, incoming, from, to) = pair.edge("borrowed", 1);
@@ -396,7 +397,7 @@ pub fn run(check: bool) {
     all.extend(over_tcp());
     println!(
         "{:24} {:>12} {:>6} {:>6} {:>5} {:>5} {:>6}",
-        "per tensor of 8 B", "instructions", "locked", "clock", "hash", "calls", "heap"
+        "per tensor", "instructions", "locked", "clock", "hash", "calls", "heap"
     );
     let mut failures = Vec::new();
     for Figure { name, executed, allocations } in all.into_iter().map(|samples| samples.figure(overhead)) {
@@ -412,8 +413,8 @@ pub fn run(check: bool) {
             None => failures.push(format!("{name} has no bound in bounds.txt")),
         }
         let is_short = ["value first", "auto", "borrowed"].iter().any(|short| name.starts_with(short));
-        // Any thread may drop a borrowed tensor, so its lender's users are counted by one.
-        let may_lock = u64::from(name == "borrowed, drop");
+        // Any thread may drop a borrowed tensor, so the count of its lender's users is atomic.
+        let may_lock = u64::from(name == "borrowed 64 KiB, drop");
         if is_short && (locked > may_lock || [clock, hash, system_calls, allocations] != [0; 4]) {
             failures.push(format!(
                 "{name}: clock, hash, system calls and allocations must be 0, and locked at most {may_lock}"

@@ -6,7 +6,8 @@ pub struct Slab<T> {
     /// The last one is not vacant, if there are more than [`FEW`].
     entries: Vec<Option<T>>,
     /// The vacant places, the latest last. Some may be beyond the last entry, but none twice: an
-    /// entry is added at the end only once none is left.
+    /// entry is added at the end only once none is left. Unless the slab is a clone, `free` has
+    /// room for as many places as `entries`, so that a removal allocates nothing.
     free: Vec<u32>,
 }
 
@@ -22,7 +23,8 @@ impl<T> Default for Slab<T> {
 impl<T> Slab<T> {
     /// No entries, and memory for so many.
     pub fn with_capacity(capacity: usize) -> Self {
-        Slab { entries: Vec::with_capacity(capacity), free: Vec::with_capacity(capacity) }
+        let entries = Vec::with_capacity(capacity);
+        Slab { free: Vec::with_capacity(entries.capacity()), entries }
     }
 
     /// Adds an entry. Returns its number.
@@ -168,6 +170,7 @@ mod tests {
                     _ => prop_assert_eq!(known.insert(slab.add(value), value), None),
                 }
                 let entries = slab.iter().map(|(number, value)| (number, *value));
+                prop_assert!(slab.free.capacity() >= slab.entries.capacity());
                 prop_assert!(entries.eq(known.iter().map(|(number, value)| (*number, *value))));
                 let needed = known.keys().last().map_or(0, |last| *last as usize + 1);
                 let numbers = slab.numbers() as usize;
