@@ -340,7 +340,9 @@ mod tests {
 
     #[test]
     fn a_join_that_fails_says_how_long_it_took() {
-        let [own, other] = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap());
+        // Bound at the same time: else both may get the same port.
+        let ports = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
+        let [own, other] = ports.map(|port| port.local_addr().unwrap());
         let builder =
             Node::builder().environment([]).member("perf", 0).set("cluster", format!("perf={own},{other}"));
         let node = builder.set("pool_size", "1MiB").join_timeout(JOIN_LOOK).start().unwrap();
