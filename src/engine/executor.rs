@@ -216,7 +216,7 @@ mod tests {
         let executor = Executor::default();
         let (sender, receiver) = mpsc::channel();
         executor.run(|| panic!("on purpose"));
-        executor.run(|| std::panic::panic_any(PanickingPayload::default()));
+        executor.run(|| std::panic::panic_any(PanickingPayload));
         executor.run(move || sender.send(1).expect("open"));
         executor.stop();
         assert_eq!(receiver.try_iter().collect::<Vec<_>>(), [1]);

@@ -378,7 +378,7 @@ pub(super) mod tests {
                     self.0.push(waiter);
                     None
                 }
-                TestCommand::Panic => std::panic::panic_any(PanickingPayload::default()),
+                TestCommand::Panic => std::panic::panic_any(PanickingPayload),
             }
         }
 

@@ -79,7 +79,7 @@ fn a_callback_gets_earlier_and_later_events_once_each_and_a_panic_costs_one() {
     let (told, numbers) = channel();
     reader(&history).then(move |event| {
         if event.number == 2 {
-            std::panic::panic_any(PanickingPayload::default());
+            std::panic::panic_any(PanickingPayload);
         }
         told.send(event.number).expect("it listens");
     });

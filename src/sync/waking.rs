@@ -38,7 +38,7 @@ mod tests {
     impl Wake for Panics {
         fn wake(self: Arc<Self>) {
             self.0.fetch_add(u32::from(is_waking()), Ordering::Relaxed);
-            panic_any(PanickingPayload::default());
+            panic_any(PanickingPayload);
         }
     }
 
