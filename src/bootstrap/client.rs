@@ -184,6 +184,7 @@ impl Client {
             caller: self.shared.caller(self.peer, None),
             member: self.shared.member(),
             cluster: self.shared.cluster_text.clone(),
+            lack: shorten(&self.shared.refused.lack().unwrap_or_default(), MAX_REASON),
         };
         let known = self.shared.see(|members| members.present(self.peer));
         let (mut grpc, mut refusal) = (self.grpc.clone(), None);
@@ -204,7 +205,7 @@ impl Client {
         let met = self.shared.step(|members| {
             match members.meet_by_answer(self.peer, &who, known, Instant::now()) {
                 Ok(events) => {
-                    members.note_unanswered_there(self.peer, life, unanswered);
+                    members.note_says(self.peer, life, unanswered);
                     (Ok(()), events)
                 }
                 Err(refusal) => (Err(refusal), Vec::new()),

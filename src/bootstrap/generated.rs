@@ -51,6 +51,9 @@ pub struct HelloRequest {
     /// jobs in ascending order. At most 64 KiB.
     #[prost(string, tag = "3")]
     pub cluster: ::prost::alloc::string::String,
+    /// Why the caller accepts no connections; empty if it accepts them. At most 1 KiB.
+    #[prost(string, tag = "4")]
+    pub lack: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct HelloResponse {

@@ -93,8 +93,8 @@ pub(super) struct PeerLife {
     /// It has answered at its address in the cluster, or members have met, so what is there is
     /// about this life. A refusal there ends that, until it answers again.
     pub(super) dialed: bool,
-    /// Why its last call to this process got no answer, in its words; empty if it got one.
-    pub(super) unanswered_there: String,
+    /// Why calls between it and this process get no answer, in its words. Empty if they get one.
+    pub(super) says: String,
     pub(super) stage: LifeStage,
 }
 
@@ -346,22 +346,18 @@ impl PeerRecord {
 
     /// Why the peer has no link, in words.
     pub(super) fn why_missing(&self) -> String {
+        let said = self.life.as_ref().map(|life| life.says.as_str()).filter(|says| !says.is_empty());
+        let said = said.map(|says| format!("; {} says: {says}", self.name));
+        let and_said = |why: &str| format!("{why}{}", said.as_deref().unwrap_or_default());
         let now = match (&self.reach, &self.end, &self.failed) {
-            (Some(reach), Some(end), _) => format!("{reach}; since then: {end}"),
-            (Some(why), None, _) | (None, Some(why), _) => why.clone(),
+            (Some(reach), Some(end), _) => and_said(&format!("{reach}; since then: {end}")),
+            (Some(why), None, _) | (None, Some(why), _) => and_said(why),
             (None, None, Some((_, why))) if self.life.is_some() => {
                 format!("its link failed: {}", self.failed_before.as_ref().unwrap_or(why))
             }
-            _ => match &self.life {
-                Some(PeerLife { unanswered_there: why, .. }) if !why.is_empty() => {
-                    format!(
-                        "it is up, and its calls to this process get no answer; {} says: {why}",
-                        self.name
-                    )
-                }
-                Some(_) => "it is up, and the link with it is still being made".into(),
-                None => "it has not been reached yet".into(),
-            },
+            _ if said.is_some() => and_said("it is up, and calls between it and this process get no answer"),
+            _ if self.life.is_some() => "it is up, and the link with it is still being made".into(),
+            _ => "it has not been reached yet".into(),
         };
         match &self.lost {
             Some(lost) => format!("it was lost ({lost}); since then: {now}"),

@@ -120,10 +120,10 @@ impl PeerTable {
         self.peers[index].unanswered.clone()
     }
 
-    /// Remembers what that life of the peer says of its own calls to this process.
-    pub(super) fn note_unanswered_there(&mut self, index: usize, life: Incarnation, why: String) {
+    /// Remembers what that life of the peer says of calls between it and this process.
+    pub(super) fn note_says(&mut self, index: usize, life: Incarnation, why: String) {
         if let Some(life) = self.peers[index].known(life) {
-            life.unanswered_there = why;
+            life.says = why;
         }
     }
 
@@ -176,7 +176,7 @@ impl PeerTable {
             None => {}
         }
         let (who, dialed, stage) = (who.clone(), dialed || have_met, LifeStage::Apart);
-        peer.begin_life(PeerLife { who, heard: now, dialed, unanswered_there: String::new(), stage });
+        peer.begin_life(PeerLife { who, heard: now, dialed, says: String::new(), stage });
         Ok(events)
     }
 

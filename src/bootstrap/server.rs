@@ -229,8 +229,12 @@ impl grpc::bootstrap_server::Bootstrap for Server {
         if who.incarnation != from.life {
             return Err(Status::invalid_argument("caller and member have different incarnations"));
         }
+        let lack = shorten(&request.lack, MAX_REASON);
         let met = shared.step(|members| match members.meet(from.peer, &who, false, Instant::now()) {
-            Ok(events) => (Ok(()), events),
+            Ok(events) => {
+                members.note_says(from.peer, from.life, lack);
+                (Ok(()), events)
+            }
             Err(refusal) => (Err(refusal), Vec::new()),
         });
         met.map_err(|refusal| self.refuse_life(&from, refusal))?;

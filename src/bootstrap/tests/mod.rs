@@ -358,6 +358,13 @@ impl Member {
         }
     }
 
+    fn await_missing_without(&self, part: &str) {
+        let begin = Instant::now();
+        while self.missing(Duration::from_millis(20)).contains(part) {
+            assert!(begin.elapsed() < LONG, "\"{part}\" stays");
+        }
+    }
+
     fn stop(&self) {
         self.service.stop("the test is over", LONG).expect("it stops");
     }

@@ -302,13 +302,16 @@ fn what_a_life_says_of_its_calls_is_shown_until_they_get_an_answer_and_ends_with
     let (mut members, now) = (table(), Instant::now());
     let (says, waits) = ("says: no descriptors", "still being made");
     members.meet(0, &life(1), true, now).unwrap();
-    members.note_unanswered_there(0, life(2).incarnation, "another life".into());
+    members.note_says(0, life(2).incarnation, "another life".into());
     assert!(members.why_missing(0).contains(waits));
-    members.note_unanswered_there(0, life(1).incarnation, "no descriptors".into());
+    members.note_says(0, life(1).incarnation, "no descriptors".into());
     assert!(members.why_missing(0).contains(says));
-    members.note_unanswered_there(0, life(1).incarnation, String::new());
+    members.note_says(0, life(1).incarnation, String::new());
     assert!(members.why_missing(0).contains(waits));
-    members.note_unanswered_there(0, life(1).incarnation, "no descriptors".into());
+    members.note_says(0, life(1).incarnation, "no descriptors".into());
+    members.note(0, Some("it never answered".into()), false);
+    assert_eq!(members.why_missing(0), "it never answered; worker/1 says: no descriptors");
+    members.note(0, None, true);
     members.meet(0, &life(2), true, now).unwrap();
     assert!(members.why_missing(0).contains(waits));
 }

@@ -65,6 +65,7 @@ impl Raw {
             caller: Some(self.caller.clone()),
             member: Some(member),
             cluster: "unread".into(),
+            lack: String::new(),
         };
         Ok(self.runtime.block_on(self.grpc.hello(request))?.into_inner())
     }

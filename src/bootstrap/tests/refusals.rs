@@ -268,9 +268,24 @@ fn a_peer_whose_calls_get_no_answer_says_why() {
     let reached = Member::start(options(&cluster, 0));
     let unreached = Member::start(BootstrapOptions { bind: elsewhere, ..options(&cluster, 1) });
     let why = format!("nobody listens at {}", list[1]);
-    let said = format!("it is up, and its calls to this process get no answer; worker/0 says: {why}");
+    let said = format!("it is up, and calls between it and this process get no answer; worker/0 says: {why}");
     unreached.await_missing(&said);
     reached.await_missing(&why);
+}
+
+#[test]
+fn a_peer_that_accepts_no_connections_says_why_in_its_calls() {
+    let list = addresses(3);
+    let cluster = cluster(&[("worker", &list[..2])]);
+    let elsewhere = Some(list[2].parse().unwrap());
+    let reached = Member::start(options(&cluster, 0));
+    let unreached = Member::start(BootstrapOptions { bind: elsewhere, ..options(&cluster, 1) });
+    unreached.service.refused().set_lack(Some("Too many open files".into()));
+    let says = "worker/1 says: this process can't accept connections: Too many open files";
+    let error = reached.await_missing(says);
+    assert!(error.contains(&format!("nobody listens at {}", list[1])), "{error}");
+    unreached.service.refused().set_lack(None);
+    reached.await_missing_without(says);
 }
 
 #[test]
