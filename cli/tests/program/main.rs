@@ -6,6 +6,7 @@ mod bare_machine;
 mod cgroups;
 mod compare;
 mod devices;
+mod inherited;
 mod launch;
 mod perf;
 mod perf_server;
