@@ -152,13 +152,10 @@ impl Bootstrap {
         let shared = self.shared.clone();
         // Before the thread starts: it answers its first callers by this phase.
         self.shared.advance(&[ServicePhase::Created], ServicePhase::Started);
-        let thread = std::thread::Builder::new()
-            .name(thread::NAME.into())
-            .spawn(move || thread::run(runtime, shared, Arc::new(auth), listener, stopped))
-            .map_err(|source| {
-                self.shared.advance(&[ServicePhase::Started], ServicePhase::Created);
-                failed("starting a thread")(source)
-            })?;
+        let run = move |runtime| thread::run(runtime, shared, Arc::new(auth), listener, stopped);
+        let thread = thread::start(thread::NAME, runtime, run).inspect_err(|_| {
+            self.shared.advance(&[ServicePhase::Started], ServicePhase::Created);
+        })?;
         *running = Running { local_addr: Some(local_addr), stop: Some(stop), thread: Some(thread) };
         Ok(())
     }

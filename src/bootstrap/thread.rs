@@ -13,8 +13,9 @@ use super::tensors::{self, TensorClients, TensorsGrpc};
 use crate::wire::TaskId;
 use std::convert::Infallible;
 use std::net::TcpListener;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::task::{Context, Poll};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
 use tokio::sync::oneshot;
@@ -60,6 +61,28 @@ pub(super) fn runtime() -> Result<Runtime, BootstrapError> {
         .enable_all()
         .build()
         .map_err(|source| BootstrapError::Start { tried: "making the event queue", source })
+}
+
+/// Starts a thread that gets the runtime. Without a thread the runtime ends here, and waits for
+/// nothing: tokio panics if one that waits is dropped within another one.
+pub(super) fn start(
+    name: &str,
+    runtime: Runtime,
+    work: impl FnOnce(Runtime) + Send + 'static,
+) -> Result<JoinHandle<()>, BootstrapError> {
+    let (hands_over, handed) = mpsc::channel();
+    let run = move || handed.recv().map_or((), work);
+    match std::thread::Builder::new().name(name.into()).spawn(run) {
+        Ok(thread) => {
+            // The thread waits for it.
+            let _ = hands_over.send(runtime);
+            Ok(thread)
+        }
+        Err(source) => {
+            runtime.shutdown_background();
+            Err(BootstrapError::Start { tried: "starting a thread", source })
+        }
+    }
 }
 
 /// Runs until the stop order, or until the sender of `stop` is dropped.

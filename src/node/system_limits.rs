@@ -1,6 +1,7 @@
 //! The limits of this process, as the system has them.
 
 use crate::memory::{CgroupLimit, ReadFile};
+use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 use std::path::Path;
 
@@ -48,11 +49,15 @@ pub(super) fn has_rdma_device() -> bool {
 
 impl SystemLimits {
     pub fn of_this_process() -> Self {
-        // Less the one of the folder that is read.
-        let open = std::fs::read_dir("/proc/self/fd").map_or(0, |open| open.count().saturating_sub(1));
-        let has_device = has_rdma_device();
         let of_files = Self::of_files(&|path| std::fs::read_to_string(path).ok());
-        SystemLimits { open: open as u64, has_device, ..of_files }
+        let open = match std::fs::read_dir("/proc/self/fd") {
+            // Less the one of the folder that is read.
+            Ok(open) => open.count().saturating_sub(1) as u64,
+            // Each number below the limit is taken.
+            Err(error) if Errno::from_io_error(&error) == Some(Errno::MFILE) => of_files.files.unwrap_or(0),
+            Err(_) => 0,
+        };
+        SystemLimits { open, has_device: has_rdma_device(), ..of_files }
     }
 
     /// The same without the open descriptors and devices; `read` reads the files of the system.

@@ -6,7 +6,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::{Duration, Instant};
-use tensorwire::{Builder, Error, LossCause, Node, ResourcePlan};
+use tensorwire::{Builder, Error, LossCause, Node, ResourcePlan, StoreOptions, StoreServer, TaskId};
 
 /// Lowers a limit of this process.
 fn limit(resource: Resource, to: u64) {
@@ -35,11 +35,12 @@ fn open_files() -> BTreeSet<u64> {
     (0..25).map(|_| look()).reduce(common).expect("several looks")
 }
 
-/// Leaves this process so many descriptors, whose limit is one of numbers.
-fn limit_files(spare: usize) {
+/// Leaves this process so many descriptors. Returns the limit, which is one of their numbers.
+fn limit_files(spare: usize) -> u64 {
     let open = open_files();
     let free = (0..).filter(|number| !open.contains(number)).nth(spare).expect("there are more");
     limit(Resource::Nofile, free);
+    free
 }
 
 /// Starts task 0 and joins the other process.
@@ -171,17 +172,17 @@ fn role_start_without() {
     let (resource, cause) = match std::env::var("TEST_RESOURCE").expect("a resource").as_str() {
         "memory" => {
             limit(Resource::As, address_space() + (16 << 20));
-            (Resource::As, "ulimit -v")
+            (Resource::As, "ulimit -v".to_owned())
         }
         _ => {
-            limit_files(0);
-            (Resource::Nofile, "open files: ")
+            let open = limit_files(0);
+            (Resource::Nofile, format!("open files: {} ({open} are open", open + 16))
         }
     };
     let began = Instant::now();
     let error = member(&cluster, 0).set("pool_size", "64MiB").start().expect_err("too little").to_string();
     println!("without {resource:?}, after {:?}: {error}", began.elapsed());
-    assert!(error.contains(cause), "{error}");
+    assert!(error.contains(&cause), "{error}");
     assert!(began.elapsed() < SOON / 10, "a start waits for nobody");
 }
 
@@ -191,6 +192,25 @@ fn a_start_without_memory_or_descriptors_says_what_is_lacking() {
     for resource in ["memory", "files"] {
         Other::run_alone("resources::role_start_without", &cluster, &[("TEST_RESOURCE", resource)]);
     }
+}
+
+#[test]
+#[ignore = "a role, not a test"]
+fn role_serve_without_thread() {
+    let address = std::env::var("TEST_CLUSTER").expect("started by a test");
+    let me = TaskId::new("w", 0).expect("a name");
+    let options = StoreOptions::new(me.clone(), me, address.trim_start_matches("w=").parse().expect("one"));
+    // Smaller than the stack of a thread.
+    limit(Resource::As, address_space() + (1 << 20));
+    let runtime = tokio::runtime::Builder::new_current_thread().build().expect("it needs no thread");
+    let error = runtime.block_on(async { StoreServer::start(&options, []) }).expect_err("no thread");
+    assert!(error.to_string().contains("starting a thread"), "{error}");
+}
+
+/// A program of tokio gets an error and no panic.
+#[test]
+fn a_start_without_a_thread_within_a_runtime_is_an_error() {
+    Other::run_alone("resources::role_serve_without_thread", &cluster(1), &[]);
 }
 
 #[test]

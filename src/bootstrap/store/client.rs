@@ -4,7 +4,7 @@ use super::super::auth::{Authenticator, ProofError, was_cut};
 use super::super::connector::Connector;
 use super::super::peer_channel::PeerChannel;
 use super::super::shared::MAX_REASON;
-use super::super::thread::{MAX_CALLS, MAX_MESSAGE};
+use super::super::thread::{self, MAX_CALLS, MAX_MESSAGE};
 use super::StoreOptions;
 use super::generated as grpc;
 use super::generated::store_client::StoreClient;
@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::sync::{Mutex, PoisonError, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-use tokio::runtime::Handle;
+use tokio::runtime::{Handle, Runtime};
 use tokio::sync::oneshot;
 use tokio::time::{sleep, timeout};
 use tonic::transport::Endpoint;
@@ -164,7 +164,7 @@ impl RemoteStore {
         // The server serves no more at a time. Others would hold the connection's window meanwhile.
         let endpoint =
             endpoint.map_err(|error| local(error.to_string()))?.concurrency_limit(MAX_CALLS as usize);
-        let runtime = super::super::thread::runtime().map_err(|error| local(error.to_string()))?;
+        let runtime = thread::runtime().map_err(|error| local(error.to_string()))?;
         let channel = {
             let _entered = runtime.enter();
             PeerChannel::new(&endpoint, connector)
@@ -174,13 +174,12 @@ impl RemoteStore {
             .max_encoding_message_size(MAX_MESSAGE);
         let (stop, stopped) = oneshot::channel::<()>();
         let handle = runtime.handle().clone();
-        let run = move || {
+        let run = move |runtime: Runtime| {
             // Resolves when the store is dropped.
             let _ = runtime.block_on(stopped);
             runtime.shutdown_background();
         };
-        let thread = std::thread::Builder::new().name(NAME.into()).spawn(run);
-        let thread = Some(thread.map_err(|error| local(format!("starting a thread failed: {error}")))?);
+        let thread = thread::start(NAME, runtime, run).map_err(|error| local(error.to_string()))?;
         let (timeout, server) = (*timeout, server.clone());
         Ok(RemoteStore {
             name,
@@ -191,7 +190,7 @@ impl RemoteStore {
             home: std::process::id(),
             answered: Mutex::new(Instant::now()),
             stop: Some(stop),
-            thread,
+            thread: Some(thread),
         })
     }
 

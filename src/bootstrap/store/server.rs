@@ -12,6 +12,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
+use tokio::runtime::Runtime;
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 
@@ -74,7 +75,7 @@ impl StoreServer {
         let names: Vec<TaskId> = names.into_iter().collect();
         let (me, served, refused) = (options.me.clone(), store.clone(), RefusedCallers::default());
         let auth = (Arc::new(auth), refused.clone());
-        let run = move || {
+        let run = move |runtime: Runtime| {
             runtime.block_on(async {
                 let _serving = JoinSet::from_iter([serve(me, names, auth, listeners, served)]);
                 // Fails when the server is dropped.
@@ -82,8 +83,7 @@ impl StoreServer {
             });
             runtime.shutdown_background();
         };
-        let thread = std::thread::Builder::new().name(NAME.into()).spawn(run);
-        let thread = Some(thread.map_err(failed("starting a thread"))?);
+        let thread = Some(thread::start(NAME, runtime, run)?);
         let (home, stop) = (std::process::id(), Some(stop));
         Ok(StoreServer { store, local_addr, refused, home, stop, thread })
     }
