@@ -95,6 +95,8 @@ mutants! {
     windows {
         /// A value whose receive gives up while it is on its way passes over the next waiter.
         LeftValueNotPassedOn,
+        /// A value that fits no receive goes behind those that are on their way.
+        PutBackLast,
         /// The end of a step at the sender drops values that receives have taken.
         TakenEndsWithSender,
         /// A value that answers a need uses up credit.

@@ -256,7 +256,9 @@ impl Matching {
     ) -> Option<Result<(), Box<Error>>> {
         let incoming = &mut self.peers[peer.0 as usize].incoming;
         let held = incoming.take_if(edge, key.step, WindowArrival::is_ready)?;
-        let Held { step, in_window, value: WindowArrival::Ready(value), .. } = held else { return None };
+        let Held { step, order, in_window, value: WindowArrival::Ready(value), .. } = held else {
+            return None;
+        };
         let destination = receive.take_destination().unwrap_or(Destination::Alloc);
         let result = match received(lanes, key, destination, value) {
             Ok((received, sender)) => {
@@ -267,7 +269,12 @@ impl Matching {
                 let Undelivered { error, left } = *undelivered;
                 if let Some(value) = left.filter(|_| !is_on(Mutant::DirectMismatchDropped)) {
                     let value = WindowArrival::Ready(value);
-                    self.hold_again(lanes, peer, edge, Held { step, in_window, is_taken: false, value });
+                    self.hold_again(
+                        lanes,
+                        peer,
+                        edge,
+                        Held { step, order, in_window, is_taken: false, value },
+                    );
                 }
                 Err(Box::new(error))
             }

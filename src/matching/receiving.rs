@@ -266,7 +266,7 @@ impl Matching {
         receive: WaitingReceive,
         held: Held<WindowArrival>,
     ) -> Option<Held<WindowArrival>> {
-        let Held { step, in_window, is_taken, value } = held;
+        let Held { step, order, in_window, is_taken, value } = held;
         let value = match value {
             WindowArrival::Ready(value) => WindowArrival::Ready(Self::offer(lanes, receive, value)?),
             WindowArrival::Offered(offered) => {
@@ -277,7 +277,7 @@ impl Matching {
                 return None;
             }
         };
-        (!is_on(Mutant::MismatchDropped)).then_some(Held { step, in_window, is_taken, value })
+        (!is_on(Mutant::MismatchDropped)).then_some(Held { step, order, in_window, is_taken, value })
     }
 
     /// Ends a receive with a value or its error. Returns a value that the receive could not take.

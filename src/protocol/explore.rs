@@ -334,10 +334,10 @@ impl World {
         let mut post = |message| posted.push(message);
         if self.receiver.first(index, step).is_some() {
             if !fits {
+                let held = self.receiver.take_if(index, step, |_| true).expect("a value");
                 self.calls[waiter as usize] = Call::Failed(MISMATCH);
-                return;
-            }
-            if is_remote {
+                assert_eq!(self.receiver.put_back(index, held), None, "a receive waits beside a value");
+            } else if is_remote {
                 let value = self.receiver.take_in_place(index, step).expect("a value");
                 self.calls[waiter as usize] = Call::Took(*value);
             } else {

@@ -24,6 +24,8 @@ pub enum InState<E> {
 pub struct Held<V> {
     /// Step id that the sender gave it.
     pub step: u64,
+    /// Ascends with the values that come on the edge.
+    pub order: u64,
     /// Whether the value occupies a cell of the window. A value that answered a need does not.
     pub in_window: bool,
     /// Whether a receive has taken the value, which is still on its way. Other receives get later
@@ -56,6 +58,8 @@ pub enum Arrived<V, W> {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct InEdge<V, W, E> {
     state: InState<E>,
+    /// Values that came before the announcement.
+    before: u64,
     /// Values that came since the announcement.
     came: u64,
     /// Values that came since the announcement and answered a need.
@@ -88,6 +92,7 @@ impl<V, W: PartialEq, E: Clone> InEdge<V, W, E> {
     pub fn new(window: u64) -> Self {
         InEdge {
             state: InState::Unannounced,
+            before: 0,
             came: 0,
             answers: 0,
             granted: 0,
@@ -145,6 +150,11 @@ impl<V, W: PartialEq, E: Clone> InEdge<V, W, E> {
         self.granted - (self.came - self.answers)
     }
 
+    /// The order of the last value that came.
+    fn last(&self) -> u64 {
+        self.before + self.came
+    }
+
     /// Cells of the window.
     pub fn window(&self) -> u64 {
         self.window
@@ -166,6 +176,7 @@ impl<V, W: PartialEq, E: Clone> InEdge<V, W, E> {
     pub fn announce<K>(&mut self, edge: EdgeId, key: K) -> ToSender<K> {
         self.state = InState::Announced(edge);
         self.make_room();
+        self.before += self.came;
         (self.came, self.answers) = (0, 0);
         self.waiters.clear_needs();
         self.set_flush(None);
@@ -368,7 +379,7 @@ impl<V, W: PartialEq, E: Clone> InEdge<V, W, E> {
             self.occupied += u64::from(is_on(Mutant::DroppedValueOccupies) && !answers_need);
             return Ok(Arrived::Dropped(value));
         }
-        let held = Held { step, in_window: !answers_need, is_taken: false, value };
+        let held = Held { step, order: self.last(), in_window: !answers_need, is_taken: false, value };
         if let Some(waiter) = self.waiters.take(step) {
             return Ok(Arrived::For(waiter, held));
         }
@@ -377,13 +388,15 @@ impl<V, W: PartialEq, E: Clone> InEdge<V, W, E> {
         Ok(Arrived::Held)
     }
 
-    /// The value did not fit its waiter, and becomes the first of its step again. Returns the next
-    /// waiter to try, with the value.
+    /// The value did not fit its receive, and is in its place again. Returns the next waiter to
+    /// try, with the value.
     pub fn put_back(&mut self, held: Held<V>) -> Option<(W, Held<V>)> {
         if let Some(waiter) = self.waiters.take(held.step) {
             return Some((waiter, held));
         }
-        let at = self.held.iter().position(|other| other.is_free(held.step)).unwrap_or(self.held.len());
+        let is_earlier =
+            |other: &Held<V>| other.order < held.order || (is_on(Mutant::PutBackLast) && other.is_taken);
+        let at = self.held.partition_point(is_earlier);
         self.occupied += u64::from(held.in_window);
         self.held.insert(at, held);
         None
@@ -496,7 +509,7 @@ impl<V, W: PartialEq, E: Clone> InEdge<V, W, E> {
 
     /// Holds the last value that came, which a receive has taken and which is still on its way.
     pub fn hold_taken(&mut self, step: u64, value: V) {
-        self.held.push(Held { step, in_window: false, is_taken: true, value });
+        self.held.push(Held { step, order: self.last(), in_window: false, is_taken: true, value });
     }
 
     /// The receive that has taken a value gives up. Returns the next waiter, which has taken the

@@ -237,8 +237,8 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
         waited
     }
 
-    /// A value did not fit its waiter, and becomes the first of its step again. Returns the next
-    /// waiter to try, with the value.
+    /// A value did not fit its receive, and is in its place again. Returns the next waiter to try,
+    /// with the value.
     pub fn put_back(&mut self, index: u32, held: Held<V>) -> Option<(W, Held<V>)> {
         let step = held.step;
         let next = self.edge_mut(index)?.put_back(held);

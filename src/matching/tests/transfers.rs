@@ -296,6 +296,21 @@ fn an_offered_tensor_that_does_not_fit_is_for_the_next_receive() {
 }
 
 #[test]
+fn a_tensor_that_does_not_fit_stays_ahead_of_one_that_is_on_its_way() {
+    let mut pair = Pair::offering(4);
+    let [first, second] = [10, 20].map(|number| pair.on_its_way(number));
+    give_up(&mut pair, &first);
+    pair.run_messages();
+    assert!(pair.deliver(SENDER), "the first tensor lands");
+    let given = pair.tensor(RECEIVER, 0, 9);
+    let mut mismatch = pair.begin("x", 1, Destination::Into(given), SOON);
+    assert!(matches!(mismatch.error(), Error::ShapeMismatch { .. }));
+    give_up(&mut pair, &second);
+    assert_eq!([(); 2].map(|()| pair.receive_at_once("x", 1)), [10, 20]);
+    pair.end(1..=1);
+}
+
+#[test]
 fn the_end_of_a_step_fails_receives_whose_tensors_are_on_their_way() {
     let aborted = StepChange::Aborted { steps: 1..=1, status: Status::new(Code::Internal, "why") };
     for change in [StepChange::CleanedUp { step: 1 }, aborted] {

@@ -157,6 +157,21 @@ pub fn cases() -> Vec<Case> {
             ],
         );
         add(
+            "a value fits no receive, beside one that is on its way",
+            plain,
+            vec![
+                vec![Send(0, 1), Send(0, 1), Send(0, 1)],
+                vec![
+                    ReceiveRemote(0, 1),
+                    ReceiveRemote(0, 1),
+                    GiveUp(0),
+                    ReceiveMismatch(0, 1),
+                    GiveUp(1),
+                    Receive(0, 1),
+                ],
+            ],
+        );
+        add(
             "receives that do not wait",
             plain,
             vec![

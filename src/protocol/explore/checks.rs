@@ -1,7 +1,7 @@
 //! What holds in every state, when nothing is under way, and in the end.
 
 use super::case::{Act, Case};
-use super::{Call, Error, Fate, InState, Key, Step, ToReceiver, UNSERVED, Value, World};
+use super::{Call, Error, Fate, Held, InState, Key, Step, ToReceiver, UNSERVED, Value, World};
 
 impl World {
     pub(super) fn moving_values(&self) -> impl Iterator<Item = Value> {
@@ -52,6 +52,12 @@ impl World {
             let cells = coming.count() as u64 + edge.occupied();
             let occupied = edge.held().iter().filter(|held| held.in_window).count() as u64;
             assert_eq!(edge.occupied(), occupied, "occupied cells of edge {key}");
+            let in_order = |pair: &[Held<Value>]| pair[0].value < pair[1].value;
+            let mut held = edge.held().to_vec();
+            held.sort_by_key(|held| held.step);
+            let of_a_step = held.chunk_by(|one, next| one.step == next.step);
+            let mut pairs = of_a_step.flat_map(|held| held.windows(2));
+            assert!(pairs.all(in_order), "the values of edge {key} are not in their order: {held:?}");
             assert!(cells <= case.options.largest_window, "{cells} cells of edge {key} are in use");
         }
         self.check_counts(case);
