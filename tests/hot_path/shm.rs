@@ -152,6 +152,8 @@ fn given(variable: &str) -> String {
 }
 
 fn train() {
+    // With one thread for tests, the name of this test begins the line.
+    println!();
     let scenario = SCENARIOS.iter().find(|scenario| scenario.name == given("HOT_SCENARIO")).expect("known");
     let task = given("HOT_TASK").parse().expect("a number");
     let node = start(task, scenario);

@@ -459,6 +459,9 @@ fn the_second_process_ends_with_the_first() {
 
 #[test]
 fn what_makes_no_sense_ends_with_2_and_the_reason() {
+    if !two_cores() {
+        return;
+    }
     let folder = tempfile::tempdir().expect("a folder");
     let nowhere = format!("perf cache_line --local --json {}/no/such", folder.path().display());
     for (arguments, reason) in [
