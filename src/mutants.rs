@@ -101,6 +101,10 @@ mutants! {
         TakenEndsWithSender,
         /// A value that answers a need uses up credit.
         NeedAnswerUsesCredit,
+        /// A receiver needs more values than its sender remembers.
+        NeedsBeyondLimit,
+        /// A receive that waited until fewer values are needed is forgotten.
+        UnaskedForgotten,
         /// A need for a value that is not there yet is forgotten.
         NeedForgotten,
         /// The sender does not hear that a step's needs are taken back.

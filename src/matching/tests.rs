@@ -198,7 +198,7 @@ fn side(window: u64) -> Side {
         max_cells: 1000,
         max_edges: 8,
         kept_edges: 6,
-        max_needs: 8,
+        max_needs: 64,
         resends: false,
     };
     let matching = Matching::new(&members, options, (MAX_WAITING, outstanding.clone()), Duration::MAX);

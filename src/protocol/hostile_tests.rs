@@ -124,7 +124,13 @@ fn no_message_of_a_peer_that_fills_its_limits_takes_long() {
 /// The end of a step without values costs the same whatever the edges hold or need.
 #[test]
 fn no_end_of_a_step_at_a_peer_takes_long() {
-    let options = WindowOptions { max_cells: 1 << 13, max_edges: 1 << 15, first_window: 1, ..OPTIONS };
+    let options = WindowOptions {
+        max_cells: 1 << 13,
+        max_edges: 1 << 15,
+        max_needs: 1 << 17,
+        first_window: 1,
+        ..OPTIONS
+    };
     let mut edges = InEdges::<u32, u8, u32, u8>::new(options);
     let begin = Instant::now();
     let (mut announced, mut needs) = (0, 0);
@@ -154,7 +160,8 @@ fn no_end_of_a_step_at_a_peer_takes_long() {
 #[test]
 fn a_window_that_is_full_does_not_hold_up_many_waiters() {
     const WAITERS: u32 = 1 << 10;
-    let mut edges = InEdges::<u32, u8, u32, u8>::new(OPTIONS);
+    let options = WindowOptions { max_needs: WAITERS, ..OPTIONS };
+    let mut edges = InEdges::<u32, u8, u32, u8>::new(options);
     let (begin, index) = (Instant::now(), edges.edge(&0));
     let mut announced = None;
     for waiter in 0..WAITERS {

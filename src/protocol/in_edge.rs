@@ -402,9 +402,10 @@ impl<V, W: PartialEq, E: Clone> InEdge<V, W, E> {
         None
     }
 
-    /// The next message for the sender: credit, or a need. The caller repeats this until `None`
-    /// after each change. When credit goes back, the window grows to `window` cells.
-    pub fn next_message<K>(&mut self, window: u64) -> Option<ToSender<K>> {
+    /// The next message for the sender: credit, or a need if it `may_need` a value. The caller
+    /// repeats this until `None` after each change. When credit goes back, the window grows to
+    /// `window` cells.
+    pub fn next_message<K>(&mut self, window: u64, may_need: bool) -> Option<ToSender<K>> {
         let InState::Announced(edge) = self.state else { return None };
         let back = self.grantable() - self.granted;
         let is_short = self.credit() == 0 && !self.waiters.is_empty();
@@ -429,12 +430,18 @@ impl<V, W: PartialEq, E: Clone> InEdge<V, W, E> {
             let taken = Taken { came: self.came, held: held as u32 };
             return Some(ToSender::Credit { edge, limit: self.granted, taken });
         }
-        if !is_short {
+        if !is_short || !may_need {
             return None;
         }
         let step = self.waiters.first_unasked()?;
         self.waiters.need(step);
         Some(ToSender::Need { edge, step })
+    }
+
+    /// Whether a receive waits whose value has to be asked for.
+    pub fn has_unasked(&mut self) -> bool {
+        let is_short = matches!(self.state, InState::Announced(_)) && self.credit() == 0;
+        is_short && self.waiters.first_unasked().is_some()
     }
 
     /// Whether the edge has a number, credit at the sender, and no message to send.

@@ -40,6 +40,8 @@ struct NamedInEdge<K, V, W, E> {
     is_unnumbered: bool,
     /// Whether the edge is in [`InEdges::busy`].
     is_busy: bool,
+    /// Whether the edge is in [`InEdges::unasked`].
+    is_unasked: bool,
     /// Whether the edge has a standing request. It keeps its number then, while others are free.
     stands: bool,
     /// Whether a tensor of a standing request may land before its receive begins.
@@ -59,6 +61,10 @@ pub struct InEdges<K, V, W, E> {
     free: VecDeque<u32>,
     /// Edges that wait for a number, oldest first.
     unnumbered: VecDeque<u32>,
+    /// Needs of all edges.
+    needs: usize,
+    /// Edges whose receives wait until fewer values are needed, oldest first.
+    unasked: VecDeque<u32>,
     /// Edges that may have a value, a waiter or a need. The end of a step examines no others.
     busy: Vec<u32>,
     /// The values, waiters and needs of each step. The end of a step without any examines no edge.
@@ -89,6 +95,8 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
             by_number: Vec::new(),
             free: VecDeque::new(),
             unnumbered: VecDeque::new(),
+            needs: 0,
+            unasked: VecDeque::new(),
             busy: Vec::new(),
             counts: StepCounts::default(),
             refused: VecDeque::new(),
@@ -143,6 +151,7 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
             seen: 0,
             is_unnumbered: false,
             is_busy: false,
+            is_unasked: false,
             stands: false,
             lands_ahead: false,
         };
@@ -159,6 +168,14 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
     /// The edge with this index.
     pub fn edge_at(&self, index: u32) -> Option<&InEdge<V, W, E>> {
         self.edges.get(index).map(|named| &named.edge)
+    }
+
+    /// Whether no more values may be needed.
+    #[cfg(test)]
+    pub fn is_full(&self) -> bool {
+        let needs: usize = self.edges().map(|(_, _, edge)| edge.needs()).sum();
+        assert_eq!(self.needs, needs, "needs of all edges");
+        !self.may_need()
     }
 
     /// Cells of all windows.
@@ -201,9 +218,48 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
     fn ask_sender(&mut self, index: u32, step: u64, post: &mut impl FnMut(ToSender<K>)) {
         self.announce(index, true, post);
         let credit = self.next_message(index, post);
-        if !credit && let Some(message) = self.edge_mut(index).and_then(|edge| edge.ask(step)) {
+        if !credit
+            && self.may_need()
+            && let Some(message) = self.edge_mut(index).and_then(|edge| edge.ask(step))
+        {
             self.note_need(index, step);
             post(message);
+        }
+    }
+
+    /// Whether the sender remembers another need.
+    fn may_need(&self) -> bool {
+        self.needs < self.options.max_needs as usize || is_on(Mutant::NeedsBeyondLimit)
+    }
+
+    /// Asks for values of receives that had to wait until fewer were needed.
+    #[inline]
+    fn send_unasked(&mut self, post: &mut impl FnMut(ToSender<K>)) {
+        while !self.unasked.is_empty() && self.may_need() {
+            self.send_first_unasked(post);
+        }
+    }
+
+    #[cold]
+    fn send_first_unasked(&mut self, post: &mut impl FnMut(ToSender<K>)) {
+        let Some(index) = self.unasked.pop_front() else { return };
+        if let Some(named) = self.edges.get_mut(index) {
+            named.is_unasked = false;
+            if !is_on(Mutant::UnaskedForgotten) {
+                self.next_message(index, post);
+            }
+        }
+    }
+
+    /// Receives of an edge wait until fewer values are needed.
+    #[cold]
+    fn note_unasked(&mut self, index: u32) {
+        if let Some(named) = self.edges.get_mut(index)
+            && !named.is_unasked
+            && named.edge.has_unasked()
+        {
+            named.is_unasked = true;
+            self.unasked.push_back(index);
         }
     }
 
@@ -286,9 +342,16 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
         let spare = self.spare(self.options.max_cells * 3 / 4);
         let (usual, mut sent) = (self.options.usual_window, false);
         // The usual edge has one message, and computes no second one.
-        while let Some(edge) = self.edge_mut(index).filter(|edge| !edge.is_settled()) {
+        loop {
+            let may_need = self.may_need();
+            let Some(edge) = self.edge_mut(index).filter(|edge| !edge.is_settled()) else { break };
             let before = edge.window();
-            let Some(message) = edge.next_message(usual.min(before + before.min(spare))) else { break };
+            let Some(message) = edge.next_message(usual.min(before + before.min(spare)), may_need) else {
+                if !may_need {
+                    self.note_unasked(index);
+                }
+                break;
+            };
             let grown = edge.window() - before;
             self.cells += grown;
             if let ToSender::Need { step, .. } = message {
@@ -318,10 +381,12 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
                 let index = self.find(edge)?;
                 let Some(refused) = self.edge_mut(index) else { return Ok(Incoming::Nothing) };
                 let steps = refused.waiters().map(|(step, _)| *step).chain(refused.needed());
-                let steps: Vec<u64> = steps.collect();
+                let (steps, needs) = (steps.collect::<Vec<u64>>(), refused.needs());
                 let waiters = refused.refused(error.clone())?;
+                self.needs -= needs;
                 steps.into_iter().for_each(|step| self.counts.remove(step));
                 self.release(edge, post);
+                self.send_unasked(post);
                 self.note_refused(index);
                 Ok(Incoming::Ended(waiters, Vec::new(), error))
             }
@@ -361,7 +426,9 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
             self.note_answer(index, record.edge, record.n, step);
         }
         let Some(edge) = self.edge_mut(index) else { return Ok(Incoming::Nothing) };
-        let delivery = match edge.arrive(record, is_over(step))? {
+        let arrived = edge.arrive(record, is_over(step))?;
+        self.send_unasked(post);
+        let delivery = match arrived {
             Arrived::For(waiter, held) => {
                 self.counts.remove(step);
                 return Ok(Incoming::Value(index, waiter, held));
@@ -401,9 +468,9 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
     pub fn lost(&mut self) -> Vec<W> {
         (self.is_up, self.by_number, self.free) = (false, Vec::new(), VecDeque::new());
         self.over.clear();
-        for index in std::mem::take(&mut self.unnumbered) {
+        for index in self.unnumbered.drain(..).chain(self.unasked.drain(..)) {
             if let Some(named) = self.edges.get_mut(index) {
-                named.is_unnumbered = false;
+                (named.is_unnumbered, named.is_unasked) = (false, false);
             }
         }
         let mut waiters = Vec::new();
@@ -465,6 +532,7 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
     /// Keeps needs, which are rare, out of the usual path.
     #[cold]
     fn note_need(&mut self, index: u32, step: u64) {
+        self.needs += 1;
         self.note_busy(index, step);
     }
 
@@ -472,6 +540,7 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
     #[cold]
     fn note_answer(&mut self, index: u32, edge: EdgeId, n: u16, step: u64) {
         if self.edges.get(index).is_some_and(|named| named.edge.is_answer(edge, n, step)) {
+            self.needs -= 1;
             self.counts.remove(step);
         }
     }

@@ -33,6 +33,31 @@ pub fn cases() -> Vec<Case> {
             ],
         );
     }
+    // No edge has a window, so each value is needed.
+    let one_need = WindowOptions { max_cells: 0, max_needs: 1, ..options(1) };
+    add(
+        "more receives than values that may be needed",
+        one_need,
+        vec![
+            vec![Send(0, 1), Send(1, 1), Send(0, 2)],
+            vec![Receive(0, 2), Receive(1, 1)],
+            vec![TryReceive(0, 1), Receive(0, 1)],
+        ],
+    );
+    add(
+        "more receives than values that may be needed, and steps end",
+        one_need,
+        vec![
+            vec![Send(0, 1), Send(1, 1), End(3)],
+            vec![Receive(0, 2), Receive(0, 3), EndHere(2)],
+            vec![Receive(1, 1), Receive(UNSERVED, 1), Receive(0, 1)],
+        ],
+    );
+    add(
+        "more receives than values that may be needed, and a return",
+        one_need,
+        vec![vec![Send(0, 1), Send(1, 1), SenderReturns, Send(0, 1)], vec![Receive(0, 1), Receive(1, 1)]],
+    );
     for window in [1, 2] {
         let plain = options(window);
         add("one value", plain, vec![vec![Send(0, 1)], vec![Receive(0, 1)]]);

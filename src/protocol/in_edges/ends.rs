@@ -62,7 +62,9 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
             if !has_any {
                 continue;
             }
+            let needs = named.edge.needs();
             let (waiters, values) = end(&mut named.edge, post);
+            self.needs -= needs - named.edge.needs();
             steps_of(&named.edge).filter(|step| ends(*step)).for_each(|step| self.counts.add(step));
             all.0.extend(waiters);
             all.1.extend(values);
@@ -74,6 +76,7 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
         busy.extend(noted);
         busy.retain(|index| self.is_still_busy(*index));
         self.busy = busy;
+        self.send_unasked(post);
         all
     }
 
@@ -89,14 +92,16 @@ impl<K: Ord + Clone, V, W: PartialEq, E: Clone + PartialEq> InEdges<K, V, W, E> 
 
     /// Counts anew, after several waiters or values have left.
     pub(super) fn recount(&mut self) {
-        let InEdges { edges, busy, counts, .. } = self;
+        let InEdges { edges, busy, counts, needs, .. } = self;
         counts.clear();
+        *needs = 0;
         // It may have an edge twice, whose index was free meanwhile.
         busy.sort_unstable();
         busy.dedup();
         for index in busy.iter() {
             let Some(named) = edges.get(*index) else { continue };
             steps_of(&named.edge).for_each(|step| counts.add(step));
+            *needs += named.edge.needs();
         }
     }
 }
