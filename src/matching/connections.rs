@@ -358,7 +358,6 @@ pub fn count_lost_values(counters: &CountersWriter, error: &Error, values: u64) 
 mod tests {
     use super::*;
     use crate::wire::Generation;
-    use std::time::Duration;
 
     struct Nobody;
 
@@ -374,8 +373,7 @@ mod tests {
         let members = Members::new([0, 1].map(|task| TaskId::new("w", task).expect("a task")).to_vec());
         let link =
             LinkSettings { small_tensor_bytes: 128, validate: false, borrow: true, max_ready_bytes: 1 << 16 };
-        let settings =
-            RemoteSettings { link, max_requests: 8, hung_after: Duration::MAX, peer_loss_is_fatal: false };
+        let settings = RemoteSettings::new(link, 8);
         Connections::new(members.task(PeerIndex(0)).clone(), 1, members, &settings, Arc::new(Nobody))
     }
 

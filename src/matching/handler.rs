@@ -1,6 +1,6 @@
 //! Drives the matching on the links of a poller.
 
-use super::{ExpectedRecord, Matching, OfEdge, WINDOWS};
+use super::{ExpectedRecord, Matching, OfEdge};
 use crate::fabric::{LinkFailure, LinkId, Port};
 use crate::link::windows::WindowEvent;
 use crate::link::{DirectReceive, Handler, LinkEvent, Links, TensorKey, TensorKeyRef, Value};
@@ -42,9 +42,9 @@ impl WindowHandler {
         outstanding: Arc<AtomicUsize>,
         observer: Arc<dyn PeerObserver>,
     ) -> Self {
-        let max_waiting = settings.max_requests;
+        let RemoteSettings { windows, max_requests, hung_after, .. } = settings;
         WindowHandler {
-            matching: Matching::new(&members, WINDOWS, (max_waiting, outstanding), settings.hung_after),
+            matching: Matching::new(&members, windows, (max_requests, outstanding), hung_after),
             connections: Connections::new(me, incarnation, members, &settings, observer),
             standing: Box::default(),
         }

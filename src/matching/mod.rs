@@ -95,12 +95,22 @@ const CALLS: usize = 256;
 pub struct RemoteSettings {
     /// The settings of each link.
     pub link: LinkSettings,
+    /// The windows of each link: [`WINDOWS`], except in tests. All members have the same.
+    pub windows: WindowOptions,
     /// Limit of the receives from a peer that wait singly.
     pub max_requests: u32,
     /// A call that waits for longer is logged, once.
     pub hung_after: Duration,
     /// Whether the loss of a peer, other than its clean stop, ends every call with every peer.
     pub peer_loss_is_fatal: bool,
+}
+
+impl RemoteSettings {
+    /// With these, no call is logged as long, and a loss ends the calls with that peer alone.
+    pub fn new(link: LinkSettings, max_requests: u32) -> Self {
+        let (windows, hung_after) = (WINDOWS, Duration::MAX);
+        RemoteSettings { link, windows, max_requests, hung_after, peer_loss_is_fatal: false }
+    }
 }
 
 /// Values that the edges of one direction of a link can hold: places for their loans, less those

@@ -33,16 +33,16 @@ pub(super) fn region_options(config: &Config, device_node: Option<u32>) -> Regio
 }
 
 pub(super) fn remote_settings(config: &Config) -> RemoteSettings {
+    let link = LinkSettings {
+        small_tensor_bytes: config.small_tensor_bytes,
+        validate: config.validate,
+        borrow: config.bulk_receive == BulkReceive::Borrow,
+        max_ready_bytes: config.pool_size / READY_SHARE / config.poller_count() as u64,
+    };
     RemoteSettings {
-        link: LinkSettings {
-            small_tensor_bytes: config.small_tensor_bytes,
-            validate: config.validate,
-            borrow: config.bulk_receive == BulkReceive::Borrow,
-            max_ready_bytes: config.pool_size / READY_SHARE / config.poller_count() as u64,
-        },
-        max_requests: config.max_requests,
         hung_after: config.hung_after,
         peer_loss_is_fatal: config.peer_loss == PeerLoss::FailAll,
+        ..RemoteSettings::new(link, config.max_requests)
     }
 }
 

@@ -44,17 +44,9 @@ fn side_on(task: u32, life: u64, tcp: impl Fn(&Pool) -> Option<TcpFabric>) -> Si
     let fabrics = NodeFabrics::of(FabricParts { shm: Some(shm), tcp: tcp(&pool), verbs: None });
     let losses = Arc::new(Losses::new(&members(), true));
     let directory = PeerDirectory::new(members());
-    let settings = RemoteSettings {
-        link: LinkSettings {
-            small_tensor_bytes: 64,
-            validate: false,
-            borrow: false,
-            max_ready_bytes: 1 << 20,
-        },
-        max_requests: 16,
-        hung_after: Duration::MAX,
-        peer_loss_is_fatal: true,
-    };
+    let link =
+        LinkSettings { small_tensor_bytes: 64, validate: false, borrow: false, max_ready_bytes: 1 << 20 };
+    let settings = RemoteSettings { peer_loss_is_fatal: true, ..RemoteSettings::new(link, 16) };
     let me = TaskId::new("w", task).expect("a job name");
     let reporter = Arc::new(LinkReporter::new(
         (me.clone(), false),

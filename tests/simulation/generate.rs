@@ -4,6 +4,8 @@ use super::program::{Action, Form, Key, NAMES, Program, ROOMY, ReceiveKind, STEP
 use super::random::Random;
 use tensorwire::DType;
 use tensorwire::internals::fabric::MAX_MESSAGE;
+use tensorwire::internals::matching::WINDOWS;
+use tensorwire::internals::protocol::WindowOptions;
 
 const DTYPES: [DType; 8] = [
     DType::U8,
@@ -16,10 +18,14 @@ const DTYPES: [DType; 8] = [
     DType::Variant,
 ];
 
+/// Seeds of the windows differ from those of the rest by this.
+const WINDOW_SEEDS: u64 = 1 << 40;
+
 /// The program that belongs to a seed.
 pub fn program(seed: u64) -> Program {
     let mut random = Random::new(seed);
     let mut settings = settings(&mut random);
+    settings.windows = windows(&mut Random::new(seed ^ WINDOW_SEEDS));
     let (deaths, busy, stands) = (random.one_in(3), random.below(3), random.one_in(2));
     let batches = random.one_in(2);
     if batches && random.one_in(3) {
@@ -48,6 +54,23 @@ pub fn program(seed: u64) -> Program {
     Program { seed, settings: from.settings, actions }
 }
 
+/// Tiny windows in every third program. The other draws are those of the seed, whatever these are.
+fn windows(random: &mut Random) -> WindowOptions {
+    if !random.one_in(3) {
+        return WINDOWS;
+    }
+    let max_edges = random.pick(&[1, 2, 3, WINDOWS.max_edges, WINDOWS.max_edges, WINDOWS.max_edges]);
+    WindowOptions {
+        first_window: random.pick(&[0, 1, 2]),
+        usual_window: random.pick(&[2, 3, 8]),
+        largest_window: random.pick(&[8, 16]),
+        max_cells: random.pick(&[0, 3, 8, 40]),
+        max_edges,
+        kept_edges: random.below(u64::from(max_edges.min(4))) as u32,
+        ..WINDOWS
+    }
+}
+
 fn settings(random: &mut Random) -> Settings {
     let tiny = random.one_in(3);
     let limit = |random: &mut Random, least: u64| match tiny && random.one_in(2) {
@@ -74,6 +97,7 @@ fn settings(random: &mut Random) -> Settings {
         validating: random.pick(&[0, 0, 1, 2, 5, u32::MAX]),
         flip_per_mille: random.pick(&[0, 10, 100, 500]),
         max_message: random.pick(&[MAX_MESSAGE, 300, 2000]),
+        windows: WINDOWS,
     }
 }
 

@@ -91,16 +91,16 @@ impl Process {
         let ends = Ends::default();
         let watch = Arc::new(Watch { losses: losses.clone(), ends: ends.clone() });
         let (me, grace) = (task(at), Duration::from_micros(settings.cancel_grace));
+        let link = LinkSettings {
+            validate: settings.validates(at),
+            small_tensor_bytes: settings.small_tensor_bytes,
+            borrow: settings.borrow,
+            max_ready_bytes: 1 << 16,
+        };
         let remote_settings = RemoteSettings {
-            link: LinkSettings {
-                validate: settings.validates(at),
-                small_tensor_bytes: settings.small_tensor_bytes,
-                borrow: settings.borrow,
-                max_ready_bytes: 1 << 16,
-            },
-            max_requests: settings.max_requests,
-            hung_after: Duration::MAX,
+            windows: settings.windows,
             peer_loss_is_fatal: settings.loss_is_fatal,
+            ..RemoteSettings::new(link, settings.max_requests)
         };
         let writer = CountersWriter::new();
         let counters = writer.counters();

@@ -1,6 +1,8 @@
 //! A program: a seed, settings, and a list of actions. Any part of the list is a program too.
 
 use std::fmt;
+use tensorwire::internals::matching::WINDOWS;
+use tensorwire::internals::protocol::WindowOptions;
 use tensorwire::{DType, Shape, TensorMeta};
 
 /// The number of a process.
@@ -51,12 +53,19 @@ pub struct Settings {
     pub validating: u32,
     /// How often a bit flips on the way to one of these, per thousand tensors.
     pub flip_per_mille: u32,
+    pub windows: WindowOptions,
 }
 
 impl Settings {
     /// Whether no program can exhaust the pool.
     pub fn is_roomy(&self) -> bool {
         self.pool_bytes >= ROOMY
+    }
+
+    /// Whether each edge has a number. Otherwise a receive may keep others from their values: an
+    /// edge that waits or has waited for a value keeps its number until the step ends.
+    pub fn numbers_all_edges(&self) -> bool {
+        self.windows.max_edges >= WINDOWS.max_edges
     }
 
     /// Whether a process validates.

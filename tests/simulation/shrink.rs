@@ -2,6 +2,7 @@
 
 use crate::check::{Outcome, attempt};
 use crate::program::{Action, At, Form, Program, ROOMY, UNLIMITED};
+use tensorwire::internals::matching::WINDOWS;
 
 /// Largest number of programs that are tried.
 const TRIES: usize = 3_000;
@@ -87,6 +88,7 @@ impl Shrinker {
             |program| program.settings.delay = 0,
             |program| program.settings.completion_delay = 0,
             |program| program.settings.flip_per_mille = 0,
+            |program| program.settings.windows = WINDOWS,
             |program| program.settings.validating = 0,
         ];
         for change in plainer {
@@ -123,6 +125,7 @@ fn weight(program: &Program) -> u64 {
         + u64::from(settings.delay > 0)
         + u64::from(settings.completion_delay > 0)
         + u64::from(settings.flip_per_mille > 0)
+        + u64::from(settings.windows != WINDOWS)
         + u64::from(settings.validating.count_ones());
     let sizes: u64 = program.actions.iter().map(size).sum();
     1_000 * settings.processes as u64 + set + sizes

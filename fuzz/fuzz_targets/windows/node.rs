@@ -74,9 +74,7 @@ impl Node {
         let outstanding = Arc::<AtomicUsize>::default();
         let link = LinkSettings { small_tensor_bytes: 128, validate, borrow, max_ready_bytes: 1 << 16 };
         let cancel_grace = Duration::from_micros(100);
-        let hung_after = Duration::MAX;
-        let settings =
-            RemoteSettings { link, max_requests: MAX_REQUESTS, hung_after, peer_loss_is_fatal: false };
+        let settings = RemoteSettings::new(link, MAX_REQUESTS);
         let links = Links::new(fabric.port().expect("a port"), pool.clone(), CountersWriter::new());
         let (values, watch) = (outstanding.clone(), losses.clone());
         let handler = WindowHandler::new(task(at), 1, members.clone(), settings, values, watch);

@@ -127,7 +127,7 @@ impl World {
             max_ready_bytes: 1 << 20,
         };
         let hung_after = Duration::from_secs(60);
-        let settings = RemoteSettings { link, max_requests: 100, hung_after, peer_loss_is_fatal: false };
+        let settings = RemoteSettings { hung_after, ..RemoteSettings::new(link, 100) };
         let (channel, outstanding) = (Channel::default(), Arc::new(AtomicUsize::new(0)));
         let process = |me: PeerIndex, channel: &Channel| {
             let (settings, pool) = (settings.clone(), pool.clone());

@@ -109,8 +109,7 @@ impl<F: Fabric> Scene<F> {
         let members = Members::new(["a", "b"].map(|job| TaskId::new(job, 0).expect("a task")).to_vec());
         let link =
             LinkSettings { small_tensor_bytes: 128, validate: false, borrow: true, max_ready_bytes: 1 << 16 };
-        let settings =
-            RemoteSettings { link, max_requests: 8, hung_after: Duration::MAX, peer_loss_is_fatal: false };
+        let settings = RemoteSettings::new(link, 8);
         let me = members.all()[SENDER].clone();
         let observer = Arc::new(Nobody);
         let handler = WindowHandler::new(me, 1, members, settings, Arc::default(), observer);

@@ -23,8 +23,7 @@ impl Alone {
         let port = SimNetwork::new(1, SimOptions::default()).process(&pool).port().expect("a port");
         let link =
             LinkSettings { small_tensor_bytes: 128, validate: false, borrow: true, max_ready_bytes: 1 << 16 };
-        let settings =
-            RemoteSettings { link, max_requests: 8, hung_after: Duration::MAX, peer_loss_is_fatal: false };
+        let settings = RemoteSettings::new(link, 8);
         let members = Members::new(["a", "b"].map(|job| TaskId::new(job, 0).expect("a task")).to_vec());
         let me = members.all()[SENDER].clone();
         let handler = WindowHandler::new(me, 1, members, settings, Arc::default(), Arc::new(Nobody));
