@@ -145,6 +145,7 @@ impl Generator {
             }
             57 | 58 if self.deaths => self.disaster(at),
             59 => Action::Stall { at, time: 1 + self.random.below(2 * self.settings.delay.max(100)) },
+            65 => Action::Flush { at },
             54..66 => Action::Advance { time: self.duration() },
             66..78 => Action::Progress { at, times: 1 + self.random.below(3) as u32 },
             _ => Action::Run { rounds: 1 + self.random.below(12) as u32 },

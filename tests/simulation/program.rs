@@ -230,6 +230,10 @@ pub enum Action {
         at: At,
         step: u64,
     },
+    /// Asks which values were not taken, and does not wait for the answers.
+    Flush {
+        at: At,
+    },
     Progress {
         at: At,
         times: u32,
@@ -311,6 +315,7 @@ impl fmt::Display for Action {
             Action::Abort { at, step } => write!(f, "{at} aborts step {step}"),
             Action::AbortFrom { at, step } => write!(f, "{at} aborts the sequence from step {step} on"),
             Action::Cleanup { at, step } => write!(f, "{at} cleans step {step} up"),
+            Action::Flush { at } => write!(f, "{at} flushes"),
             Action::Progress { at, times } => write!(f, "{at} makes progress {times} times"),
             Action::Run { rounds } => write!(f, "run {rounds} rounds"),
             Action::Advance { time } => write!(f, "{time} us go by"),

@@ -224,6 +224,7 @@ fn without(action: &Action, gone: At) -> Option<Action> {
         | Action::Cleanup { at, .. }
         | Action::Progress { at, .. }
         | Action::Kill { at, .. }
+        | Action::Flush { at }
         | Action::Leave { at }
         | Action::Return { at }
         | Action::Stall { at, .. } => vec![at],

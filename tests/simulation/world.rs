@@ -107,6 +107,7 @@ impl World {
             Action::Abort { at, step } => self.abort(at, step)?,
             Action::AbortFrom { at, step } => self.abort_from(at, step)?,
             Action::Cleanup { at, step } => self.cleanup(at, step)?,
+            Action::Flush { at } => self.flush(at)?,
             Action::Progress { at, times } => (0..times).try_for_each(|_| self.progress(at).map(drop))?,
             Action::Run { rounds } => (0..rounds).try_for_each(|_| self.round())?,
             Action::Advance { time } => {
@@ -330,6 +331,22 @@ impl World {
         self.model.cleaned(at, step);
         process.cleanup(step);
         self.no_call_is_left(at, step)
+    }
+
+    /// A sender knows of each value that may not have been taken.
+    fn flush(&mut self, at: At) -> Result<(), Violation> {
+        let Some(process) = &self.processes[at] else { return Ok(()) };
+        let (untaken, model) = (process.untaken(), &self.model);
+        let counts = |key: &&Key| {
+            key.from == at && !key.is_local() && !model.is_closed(key) && !model.is_disturbed(key)
+        };
+        let left = |key: &Key| model.left(key).len().saturating_sub(model.may_be_missing(key)) as u64;
+        let left: u64 = model.channels.keys().filter(counts).map(left).sum();
+        let known = untaken.waiting() + untaken.left();
+        if known < left && !model.may_be_over(at) {
+            return Err(format!("{at} knows of {known} values, and {left} were not taken: {untaken}"));
+        }
+        Ok(())
     }
 
     /// The end of a step ends its receives at once.

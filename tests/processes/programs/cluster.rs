@@ -236,6 +236,7 @@ impl Cluster {
             Action::Abort { at, step } => self.end(number, at, step..step + 1, Model::aborted),
             Action::AbortFrom { at, step } => self.end(number, at, step..STEPS, Model::aborted),
             Action::Cleanup { at, step } => self.end(number, at, step..step + 1, Model::cleaned),
+            Action::Flush { at } => self.acts(at, number, 0, &[]).map(drop),
             Action::Progress { at, times } => (0..times).try_for_each(|_| self.tell(at, "look")),
             Action::Run { .. } => self.look(),
             Action::Advance { time } => {

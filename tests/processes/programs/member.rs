@@ -214,6 +214,7 @@ impl Member {
                 self.node.cleanup(step_id(*step));
                 Ok(Verdict::Ok)
             }
+            Action::Flush { .. } => self.node.flush(Duration::ZERO).map(|_| Verdict::Ok),
             _ => panic!("no member does {action}"),
         }
     }
