@@ -269,12 +269,8 @@ impl Matching {
                 let Undelivered { error, left } = *undelivered;
                 if let Some(value) = left.filter(|_| !is_on(Mutant::DirectMismatchDropped)) {
                     let value = WindowArrival::Ready(value);
-                    self.hold_again(
-                        lanes,
-                        peer,
-                        edge,
-                        Held { step, order, in_window, is_taken: false, value },
-                    );
+                    let held = Held { step, order, in_window, is_taken: false, value };
+                    self.hold_again(lanes, peer, edge, held);
                 }
                 Err(Box::new(error))
             }

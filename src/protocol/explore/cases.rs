@@ -58,6 +58,16 @@ pub fn cases() -> Vec<Case> {
         one_need,
         vec![vec![Send(0, 1), Send(1, 1), SenderReturns, Send(0, 1)], vec![Receive(0, 1), Receive(1, 1)]],
     );
+    add(
+        "more receives than values that may be needed, and a repair",
+        WindowOptions { resends: true, ..one_need },
+        vec![
+            vec![Send(0, 1), Send(1, 1)],
+            vec![Receive(0, 1), Receive(1, 1)],
+            vec![Break, SenderRepaired],
+            vec![ReceiverRepaired],
+        ],
+    );
     for window in [1, 2] {
         let plain = options(window);
         add("one value", plain, vec![vec![Send(0, 1)], vec![Receive(0, 1)]]);

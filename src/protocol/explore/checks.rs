@@ -44,6 +44,8 @@ impl World {
         let windows: u64 = self.receiver.edges().map(|(_, _, edge)| edge.window()).sum();
         assert_eq!(self.receiver.cells(), windows, "cells of all windows");
         assert!(windows <= case.options.max_cells, "{windows} cells are given out");
+        let needs: usize = self.receiver.edges().map(|(_, _, edge)| edge.needs()).sum();
+        assert_eq!(self.receiver.needs(), needs, "needs of all edges");
         for (_, key, edge) in self.receiver.edges() {
             let coming = self.to_receiver.iter().filter(|message| {
                 let InState::Announced(id) = edge.state() else { return false };
@@ -93,7 +95,7 @@ impl World {
         let has_number = |state: &InState<Error>| matches!(state, InState::Announced(_));
         let numbers = self.receiver.edges().filter(|(_, _, edge)| has_number(edge.state())).count() as u32;
         let out = |key: Key| self.sender.edges().find(|(of, _)| **of == key).map(|(_, edge)| edge);
-        let is_full = self.receiver.is_full();
+        let is_full = self.receiver.needs() >= case.options.max_needs as usize;
         for (_, key, edge) in self.receiver.edges() {
             let id = out(*key).and_then(|out| out.id());
             match edge.state() {
