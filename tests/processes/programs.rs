@@ -152,3 +152,9 @@ fn random_programs_do_what_the_model_says_over_shared_memory() {
     let test = "programs::random_programs_do_what_the_model_says_over_shared_memory";
     run_programs(test, "shm", Faults::None);
 }
+
+#[test]
+fn random_programs_do_what_the_model_says_over_grpc_calls() {
+    let test = "programs::random_programs_do_what_the_model_says_over_grpc_calls";
+    run_programs(test, "grpc", Faults::None);
+}
