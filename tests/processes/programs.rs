@@ -12,7 +12,8 @@
 //! links, stalls and flipped bits are left out, as are the delays and tiny queues of the simulated
 //! network. `kill_matrix`, `returns` and `outages` have deaths and faults. In one test connections
 //! over TCP break while a program runs, which no call may notice. Pools have room for every
-//! program. A dropped call may take a value with it, which comes amid the drop.
+//! program. A dropped call may take a value with it, which comes amid the drop. Verbs needs a
+//! device, which `tests/rxe` has.
 //!
 //! `TENSORWIRE_TEST_PROGRAMS` is the number of programs over each fabric, and
 //! `TENSORWIRE_TEST_PROGRAM_SEED` the seed of the first.
@@ -37,6 +38,7 @@ mod program;
 #[allow(dead_code, reason = "the network of the simulation uses all of it")]
 mod random;
 
+use crate::common::over_verbs;
 use cluster::{Cluster, Summary};
 use program::{Action, Form, Program};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -157,4 +159,13 @@ fn random_programs_do_what_the_model_says_over_shared_memory() {
 fn random_programs_do_what_the_model_says_over_grpc_calls() {
     let test = "programs::random_programs_do_what_the_model_says_over_grpc_calls";
     run_programs(test, "grpc", Faults::None);
+}
+
+/// `tests/rxe` has a device for it.
+#[test]
+fn random_programs_do_what_the_model_says_over_verbs() {
+    if !over_verbs() {
+        return println!("skipped: TENSORWIRE_TEST_FABRIC is not verbs");
+    }
+    run_programs("programs::random_programs_do_what_the_model_says_over_verbs", "verbs", Faults::None);
 }
